@@ -13,11 +13,14 @@ use super::saving::Saving;
 /// At most so many operations are in a row: of any kind, and if all are pointwise. What lies between may all be on the device at once.
 const MOST: usize = 12;
 const MOST_POINTWISE: usize = 4;
+/// Pointwise operations read at most so many times as much as they make.
+const MOST_READ: u64 = 4;
 
 /// The operations in a row that make a result.
 pub(super) struct Row {
     /// Each operation, and how many come after it at most.
     operations: HashMap<usize, usize>,
+    may_be_any: bool,
     length: usize,
     are_pointwise: bool,
     /// The bytes that the cache has of what they read.
@@ -32,17 +35,19 @@ impl Row {
     /// Whether a result of so many bytes is worth it, where more than pointwise operations may make it, as long as so many bytes are made at
     /// once: then it spares more than what it is made of.
     pub(super) fn is_worth(&self, bytes: u64, others: Option<u64>) -> bool {
-        let is_cheap = self.are_pointwise && self.length <= MOST_POINTWISE;
+        let read: u64 = self.read.values().sum();
+        let is_short = self.are_pointwise && self.length <= MOST_POINTWISE;
         let has_room = others.is_some_and(|most| self.between.saturating_add(bytes) <= most);
-        is_cheap || (has_room && self.read.values().sum::<u64>() < bytes)
+        (is_short && read <= MOST_READ.saturating_mul(bytes)) || (has_room && read < bytes)
     }
 }
 
 impl Replays {
-    /// The row that makes the first result of an operation; `None` if there is none.
-    pub(super) fn row(&self, operation: &Recorded, saving: &Saving<'_>) -> Option<Row> {
+    /// The row that makes the first result of an operation, of pointwise ones or any; `None` if there is none.
+    pub(super) fn row(&self, operation: &Recorded, saving: &Saving<'_>, may_be_any: bool) -> Option<Row> {
         let mut row = Row {
             operations: HashMap::new(),
+            may_be_any,
             length: 0,
             are_pointwise: true,
             read: HashMap::new(),
@@ -52,22 +57,27 @@ impl Replays {
         self.extend(&mut row, operation, saving, 0).then_some(row)
     }
 
-    /// Puts an operation, `after` which so many come, and all before it into the row; false if they cannot be. Goes where what is computed
-    /// again without a plan is looked for.
+    /// Puts an operation, `after` which so many come, and all before it into the row; false if they cannot be. What is accepted here is what
+    /// [`source`](Replays::source) finds then.
     fn extend(&self, row: &mut Row, operation: &Recorded, saving: &Saving<'_>, after: usize) -> bool {
         let known = row.operations.get(&operation.id()).copied();
         if known.is_some_and(|known| known >= after) {
             return true;
         }
-        if after >= MOST {
+        if after >= if row.may_be_any { MOST } else { MOST_POINTWISE } {
             return false;
         }
         row.operations.insert(operation.id(), after);
         row.length = row.length.max(after + 1);
+        if known.is_none() {
+            row.are_pointwise &= chained::is_pointwise(operation, saving.stays.device);
+        }
+        if !row.are_pointwise && !row.may_be_any {
+            return false;
+        }
         if let Some(node) = self.standing.node(operation) {
             return self.extend_with(row, &node, known.is_none(), saving, after);
         }
-        row.are_pointwise &= chained::is_pointwise(operation, saving.stays.device);
         operation.read().enumerate().all(|(index, read)| {
             let Some(id) = read.id() else { return false };
             let maker = operation.maker(index, &self.recording);
@@ -77,7 +87,7 @@ impl Replays {
                 if saving.is_left(id, read.bytes()) {
                     return true;
                 }
-                if self.cache.has(id) {
+                if self.cache.has(id) && !(saving.is_taken)(id) {
                     row.read.insert(id, read.bytes());
                     row._there.push(there);
                     return true;
@@ -98,7 +108,6 @@ impl Replays {
     ) -> bool {
         let Node { operation, .. } = node;
         if is_new {
-            row.are_pointwise &= chained::is_pointwise(operation, saving.stays.device);
             let first = operation.made().next().filter(|_| node.has_handles(0));
             row.between += first.map_or(0, |first| first.bytes());
         }

@@ -81,7 +81,7 @@ impl Replays {
         let _row = match saving.makers {
             Makers::Near(others) if standing.is_none() => {
                 let is_main = made == 0 && !self.cache.has(storage.id());
-                let row = is_main.then(|| self.row(&operation, saving)).flatten()?;
+                let row = is_main.then(|| self.row(&operation, saving, others.is_some())).flatten()?;
                 Some(row.is_worth(storage.bytes(), others).then_some(row)?)
             }
             Makers::Near(_) | Makers::Any => None,

@@ -84,11 +84,12 @@ pub enum Recomputed {
     /// None.
     #[default]
     Nothing,
-    /// Those that pointwise operations and norms make, which takes a few passes over memory, and that [`Room`] does not let stay.
+    /// Those that pointwise operations and norms make, four in a row at most, which takes a few passes over memory. In a step that has left its
+    /// plan, only what [`Room`] does not let stay.
     PointwiseWithoutRoom,
     /// Those that pointwise operations and norms make.
     Pointwise,
-    /// Those, and what other operations make of less than they make, such as the wide products of a perceptron.
+    /// Those, and what up to twelve other operations make of less than they make, such as the wide products of a perceptron.
     Everything,
 }
 
