@@ -72,7 +72,7 @@ impl Replays {
     }
 
     /// What the graph holds for a saved tensor instead of its bytes; `None` if it cannot be computed again.
-    pub(crate) fn stand_for(self: &Arc<Self>, saved: &SavedTensor<'_>, saving: &Saving<'_>) -> Option<Stand> {
+    pub(crate) fn stand_for(&self, saved: &SavedTensor<'_>, saving: &Saving<'_>) -> Option<Stand> {
         let storage = saved.storage()?;
         let (operation, made) = self.recording.maker(&storage)?;
         // Each storage is in one place: what the cache has is not computed again, and the other way round.

@@ -66,11 +66,12 @@ impl Kind {
         Course { schedule, budgets, is_baseline: false, is_interim: false, in_graph, whole_up_to: 0.0 }
     }
 
-    /// The host memory that steps of the plan need, in bytes, as far as is known, and with what larger ones may.
+    /// The host memory that the largest step so far needs under the plan, in bytes.
     fn needed_host_memory(&self) -> f64 {
         self.planned.plan.prediction.host_peak as f64 * self.widest
     }
 
+    /// The same with what larger steps may need.
     fn host_memory(&self) -> u64 {
         let still = if self.varies { LARGER_STILL } else { 1.0 };
         (self.needed_host_memory() * still) as u64
