@@ -182,8 +182,11 @@ impl Auto {
         match courses.first() {
             Some(Course { budgets, .. }) => {
                 let room = Room::Within(*budgets);
+                // Recording takes time. What leaves its plan under a goal for the peak needs it.
+                let unrecorded =
+                    self.objective.goal.peak.is_none() && !self.kinds.recompute(number, &courses);
                 let saves = Saves::Scheduled { courses, unplanned: headroom };
-                StepPlan { saves, room, timed, recomputed, ..StepPlan::default() }
+                StepPlan { saves, room, timed, recomputed, unrecorded, ..StepPlan::default() }
             }
             None => StepPlan { room: Room::Fitting(headroom), recomputed, ..StepPlan::default() },
         }
@@ -281,16 +284,15 @@ impl Auto {
     }
 
     /// A step followed one of its courses; it gives a reason for a profile or not.
-    fn followed(&mut self, course: &Course, followed: Followed, observed: &Observation) {
+    fn followed(&mut self, course: &Course, is_timed: bool, followed: Followed, observed: &Observation) {
         let may_have_more = !self.kinds.is_full();
-        let is_timed = !self.is_warming_up(observed);
         let Some((kind, others)) = self.kinds.was_of(followed.course) else { return };
         let objective = &self.objective;
         let &Observation { step, peak, .. } = observed;
         let is_kept = course.is_baseline;
         // A plan for a peak is for steps of its size.
         let most_larger = if objective.goal.peak.is_some() { 0.0 } else { LARGER };
-        kind.last = step;
+        kind.occurs(step);
         match followed.how {
             // It does work that later ones need not repeat, and makes the gradients that those find.
             Adherence::Whole(_) if step < FIRST_PROFILED => self.attempts.followed(),
@@ -403,7 +405,10 @@ impl Policy for Auto {
             }
             (Saves::Scheduled { courses, .. }, Some(followed)) => {
                 if let Some(course) = courses.get(followed.course) {
-                    self.followed(course, followed, &observed);
+                    // What it was to recompute has moved.
+                    let is_another = plan.unrecorded && course.schedule.recomputes();
+                    let is_timed = !is_another && !self.is_warming_up(&observed);
+                    self.followed(course, is_timed, followed, &observed);
                 }
                 if observed.pressed > 0 && averted == 0 && !is_lost {
                     self.pressed(&observed);

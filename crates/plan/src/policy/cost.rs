@@ -66,6 +66,14 @@ pub(super) struct Weight {
     pub(super) is_by_others: bool,
 }
 
+impl Weight {
+    /// Whether planned steps, however few, were far beyond what a goal allows.
+    pub(super) fn is_far_beyond(&self, allowed: f64) -> bool {
+        let over = self.extra - allowed;
+        over > FAR * allowed && over > CERTAIN * self.error
+    }
+}
+
 /// What steps of some size tell of how long one of the planned size takes if it keeps everything.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Told {

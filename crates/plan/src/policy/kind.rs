@@ -41,6 +41,8 @@ pub(super) const LARGER_STILL: f64 = 1.25;
 const VARIED: f64 = 0.02;
 /// Steps that take or save more than so many times what is planned are judged as if it were no more.
 const MOST_SCALE: f64 = 1e3;
+/// Those that did not occur in as many steps are not waited for.
+pub(super) const RECENT: u64 = 16;
 /// For so many steps after one whose first storages did not tell how much was open after them, those of others do not either.
 const UNTOLD: u64 = 512;
 
@@ -76,8 +78,9 @@ pub(super) struct Kind {
     interim: Option<((u64, u64), Option<Interim>)>,
     /// How many plans there were.
     pub(super) plans: u64,
-    /// The last step that was of this kind.
+    /// The last step that was of this kind, and the most from one to the next.
     pub(super) last: u64,
+    most_apart: u64,
     /// What has become of its plans since somebody asked.
     pub(super) decisions: Vec<Decision>,
 }
@@ -126,6 +129,7 @@ impl Kind {
             interim: None,
             plans: 1,
             last: 0,
+            most_apart: 0,
             decisions: Vec::new(),
         }
     }
@@ -214,20 +218,43 @@ impl Kind {
         }
     }
 
+    /// Step `number` was of this kind.
+    pub(super) fn occurs(&mut self, number: u64) {
+        self.most_apart = self.most_apart.max(number.saturating_sub(self.last));
+        self.last = number;
+    }
+
+    /// Whether step `number` may be of this kind, by how often it occurs.
+    pub(super) fn is_expected(&self, number: u64) -> bool {
+        number <= self.last + self.most_apart.saturating_mul(2).max(RECENT)
+    }
+
     /// A step was so small that it kept everything, so its time shows nothing of the plan.
     pub(super) fn passes(&mut self) {
         self.watch.passes();
     }
 
-    /// No more of its steps keep everything: what was shown until now has to do.
+    /// No more of its steps keep everything: what they have shown until now has to do, if it tells of the plan. Without a result, it is not
+    /// known what that takes, but it may clearly be too much. Returns whether the comparison has ended so.
+    pub(super) fn concludes(&mut self, objective: &Objective) -> bool {
+        let Some(weighing) = &self.weighing else { return false };
+        let allowed = objective.step().map(|most| most - 1.0 + objective.spare());
+        let so_far =
+            || weighing.so_far().filter(|weight| allowed.is_some_and(|most| weight.is_far_beyond(most)));
+        let told = weighing.last.or_else(so_far);
+        let kept_sizes = weighing.kept_sizes();
+        if !kept_sizes.is_empty() {
+            self.kept_sizes = kept_sizes;
+        }
+        told.inspect(|weight| self.weigh(objective, *weight, true)).is_some()
+    }
+
+    /// The same, and if they have not, what others have shown has to do.
     fn conclude(&mut self, objective: &Objective, others: Option<&Shown>) {
         let Some(weighing) = &self.weighing else { return };
-        let (last, seen) = (weighing.last, weighing.seen);
-        if weighing.has_kept() {
-            self.kept_sizes = weighing.kept_sizes();
-        }
-        if let Some(weight) = last {
-            return self.weigh(objective, weight, true);
+        let seen = weighing.seen;
+        if self.concludes(objective) {
+            return;
         }
         self.weighing = None;
         if self.returns_to_proven(objective) {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::Course;
 use super::decisions::Decision;
 use super::free_memory::Look;
-use super::kind::Kind;
+use super::kind::{Kind, RECENT};
 use super::objective::Objective;
 use super::planned::Planned;
 use super::shown::Shown;
@@ -15,8 +15,6 @@ use crate::step_profile::StepProfile;
 
 /// How many of them have plans at once.
 const MOST: usize = 4;
-/// Those that did not occur in as many steps are not waited for.
-const RECENT: u64 = 16;
 /// Those that did not occur in as many steps are not expected to occur again.
 const GONE: u64 = 1024;
 
@@ -47,6 +45,11 @@ impl Kinds {
         memory: &Look<'_>,
     ) -> Vec<Course> {
         self.shows();
+        // What the steps of one have shown of its plan tells those of others more than nothing.
+        let conclude = |kind: &mut Kind| kind.is_to_conclude(objective, memory) && kind.concludes(objective);
+        if self.iter_mut().filter_map(|kind| conclude(kind).then_some(())).count() > 0 {
+            self.shows();
+        }
         let others = self.shown.as_ref();
         let courses = self.all.iter_mut().map(|kind| kind.course(objective, provide, memory, others));
         let mut courses: Vec<Course> = courses.collect();
@@ -81,7 +84,7 @@ impl Kinds {
         if let Some(place) = self.iter().position(|kind| known(kind).covers(new, may_grow)) {
             let serving = &mut self[place];
             if !std::mem::take(&mut serving.smaller) {
-                serving.last = number;
+                serving.occurs(number);
                 return;
             }
             self.give_up(place, Decision::Smaller);
@@ -145,6 +148,13 @@ impl Kinds {
         are_gone
             && kind.is_unseen(objective, course)
             && others.iter().all(|other| other.has_ample(course.in_graph))
+    }
+
+    /// Whether one that is expected in step `number` recomputes something if these are their courses.
+    pub(super) fn recompute(&self, number: u64, courses: &[Course]) -> bool {
+        let is_expected =
+            |(kind, course): (&Kind, &Course)| kind.is_expected(number) && course.schedule.recomputes();
+        self.iter().zip(courses).any(is_expected)
     }
 
     /// Whether one that still occurs is being compared with steps that keep everything.

@@ -67,6 +67,9 @@ pub struct StepPlan {
     pub recomputes_marked: bool,
     /// Which results are recomputed where nothing is planned for them, unless `recomputes_marked`.
     pub recomputed: Recomputed,
+    /// Whether no operations are recorded though a course recomputes something, because no step of that course is expected. One that comes all
+    /// the same moves it instead.
+    pub unrecorded: bool,
     /// How much may be on the device.
     pub room: Room,
     /// The highest activation peak that the step is to have, in bytes. Before an allocation exceeds it, on whichever thread of the process and
@@ -331,7 +334,9 @@ impl StepPlan {
         match &self.saves {
             Saves::Count | Saves::Leave | Saves::Keep => false,
             Saves::Move => self.recomputed != Recomputed::Nothing && !self.recomputes_marked,
-            Saves::Scheduled { courses, .. } => courses.iter().any(|course| course.schedule.recomputes()),
+            Saves::Scheduled { courses, .. } => {
+                !self.unrecorded && courses.iter().any(|course| course.schedule.recomputes())
+            }
             Saves::InTurn(placements) => placements.contains(&Placement::Recompute),
         }
     }

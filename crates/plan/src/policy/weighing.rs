@@ -44,6 +44,9 @@ pub(super) struct Weighing {
     begun: usize,
     planned: Vec<Timed>,
     kept: Vec<Timed>,
+    /// Those that do not count.
+    cold_planned: Vec<Timed>,
+    cold_kept: Vec<Timed>,
     /// The number of the last step that kept everything, and the sizes of planned steps that came after others, and for how long the device
     /// waited in each.
     last_kept: Option<u64>,
@@ -77,6 +80,8 @@ impl Weighing {
             begun: 0,
             planned: Vec::new(),
             kept: Vec::new(),
+            cold_planned: Vec::new(),
+            cold_kept: Vec::new(),
             last_kept: None,
             waits: Vec::new(),
             shown: Vec::new(),
@@ -103,16 +108,18 @@ impl Weighing {
     /// there is a new one. The device had so many cycles in a second of it, if that is known.
     pub(super) fn kept(&mut self, wall: Duration, scale: f64, clock: Option<f64>) -> Option<Weight> {
         let told = is_near(scale).then_some(Told { wall, is_of_size: is_alike(scale, 1.0) });
+        let timed = Timed { scale, wall: wall.as_secs_f64(), stall: 0.0, clock };
         match self.opening {
             Opening::Due => self.opening = Opening::Begun(told),
             Opening::Begun(first) => {
                 self.opening = Opening::Over(first.zip(told).map(|(one, other)| one.better(other)))
             }
             Opening::Over(_) => {
-                self.kept.push(Timed { scale, wall: wall.as_secs_f64(), stall: 0.0, clock });
+                self.kept.push(timed);
                 return self.weight();
             }
         }
+        self.cold_kept.push(timed);
         None
     }
 
@@ -129,14 +136,16 @@ impl Weighing {
         let is_possible = |part: &Duration| *part < wall / 2;
         let shown = shown.filter(is_possible);
         let stall = Some(stall).filter(is_possible).unwrap_or_default().as_secs_f64();
+        let timed = Timed { scale, wall: wall.as_secs_f64(), stall, clock };
         if self.begun < UNCOUNTED {
             self.begun += 1;
+            self.cold_planned.push(timed);
             return None;
         }
         self.shown.extend(shown.map(|shown| {
             shown.as_secs_f64() / wall.saturating_sub(shown).as_secs_f64().max(f64::MIN_POSITIVE)
         }));
-        self.planned.push(Timed { scale, wall: wall.as_secs_f64(), stall, clock });
+        self.planned.push(timed);
         self.weight()
     }
 
@@ -211,9 +220,22 @@ impl Weighing {
         self.count() >= 2 * MOST
     }
 
-    /// What its steps that kept everything took.
+    /// What its steps that kept everything took. Those that do not count are better than none.
     pub(super) fn kept_sizes(&self) -> KeptSizes {
+        if self.kept.is_empty() {
+            return KeptSizes::new(self.cold_kept.clone());
+        }
         self.at_one_clock().map_or_else(|| KeptSizes::new(self.kept.clone()), |steadied| steadied.kept)
+    }
+
+    /// What steps have shown that are too few for a result, or not as many of both kinds. Here, too, those that do not count are better than
+    /// none.
+    pub(super) fn so_far(&self) -> Option<Weight> {
+        let all = |cold: &[Timed], counted: &[Timed]| [cold, counted].concat();
+        self.compare(&self.kept, &self.planned).or_else(|| {
+            let kept = all(&self.cold_kept, &self.kept);
+            self.compare(&kept, &all(&self.cold_planned, &self.planned))
+        })
     }
 
     /// How many steps count.
@@ -232,10 +254,13 @@ impl Weighing {
         if count < FEWEST || !count.is_multiple_of(2) || self.kept.len() != count {
             return None;
         }
-        let kept = KeptSizes::new(self.kept.clone());
-        let seen = Compared::of(&kept, &self.planned)?;
+        self.compare(&self.kept, &self.planned)
+    }
+
+    fn compare(&self, kept: &[Timed], planned: &[Timed]) -> Option<Weight> {
+        let seen = Compared::of(&KeptSizes::new(kept.to_vec()), planned)?;
         let Compared { deviation, is_by_others, .. } = seen;
-        Some(match self.at_one_clock() {
+        Some(match Steadied::of(kept, planned) {
             Some(Steadied { clocks, kept, compared }) => Weight {
                 kept: kept.told(),
                 extra: compared.extra,
@@ -246,25 +271,15 @@ impl Weighing {
                 is_by_others,
             },
             None => {
-                let (kept, error) = (kept.told(), seen.error(TYPICAL));
+                let (kept, error) = (KeptSizes::new(kept.to_vec()).told(), seen.error(TYPICAL));
                 let (extra, apart) = (seen.extra, deviation);
                 Weight { kept, extra, error, slower: None, deviation, apart, is_by_others }
             }
         })
     }
 
-    /// The steps as if the device's clock had run alike in all, if that is known, and explains some of what they vary by or did run alike.
     fn at_one_clock(&self) -> Option<Steadied> {
-        let clocks = Clocks::of(&self.kept, &self.planned)?;
-        let seen = Compared::of(&KeptSizes::new(self.kept.clone()), &self.planned)?;
-        if clocks.are_steady() {
-            return Some(Steadied { clocks, kept: KeptSizes::new(self.kept.clone()), compared: seen });
-        }
-        let [kept, planned] = [&self.kept, &self.planned]
-            .map(|steps| steps.iter().map(|timed| clocks.steadied(timed)).collect::<Vec<_>>());
-        let kept = KeptSizes::new(kept);
-        let compared = Compared::of(&kept, &planned)?;
-        (compared.deviation < seen.deviation).then_some(Steadied { clocks, kept, compared })
+        Steadied::of(&self.kept, &self.planned)
     }
 }
 
@@ -273,6 +288,22 @@ struct Steadied {
     clocks: Clocks,
     kept: KeptSizes,
     compared: Compared,
+}
+
+impl Steadied {
+    /// If the clock is known, and explains some of what they vary by or did run alike.
+    fn of(kept: &[Timed], planned: &[Timed]) -> Option<Steadied> {
+        let clocks = Clocks::of(kept, planned)?;
+        let seen = Compared::of(&KeptSizes::new(kept.to_vec()), planned)?;
+        if clocks.are_steady() {
+            return Some(Steadied { clocks, kept: KeptSizes::new(kept.to_vec()), compared: seen });
+        }
+        let [kept, planned] =
+            [kept, planned].map(|steps| steps.iter().map(|timed| clocks.steadied(timed)).collect::<Vec<_>>());
+        let kept = KeptSizes::new(kept);
+        let compared = Compared::of(&kept, &planned)?;
+        (compared.deviation < seen.deviation).then_some(Steadied { clocks, kept, compared })
+    }
 }
 
 /// Planned steps beside those that kept everything.

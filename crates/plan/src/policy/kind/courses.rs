@@ -8,6 +8,7 @@ use crate::policy::free_memory::Look;
 use crate::policy::objective::Objective;
 use crate::policy::planned::Planned;
 use crate::policy::shown::Shown;
+use crate::policy::weighing::Weighing;
 use crate::schedule::Schedule;
 use crate::{Budgets, Caps, Frontier, Goal, Machine};
 
@@ -35,20 +36,15 @@ impl Kind {
         memory: &Look<'_>,
         others: Option<&Shown>,
     ) -> Course {
-        if self
-            .weighing
-            .as_ref()
-            .is_some_and(|weighing| !weighing.has_kept() && !may_compare(objective, weighing.seen))
-        {
+        if self.is_to_conclude(objective, memory) {
             self.conclude(objective, others);
         }
         // What the plan needs is provided as soon as there is a plan.
         let is_provided = provide(self.host_memory());
-        if let Some(weighing) = self.weighing.as_ref().filter(|weighing| weighing.wants_kept()) {
-            if may_compare(objective, weighing.seen) && self.may_keep(objective, memory) {
+        if self.weighing.as_ref().is_some_and(Weighing::wants_kept) {
+            if !self.is_to_conclude(objective, memory) {
                 return self.baseline();
             }
-            self.conclude(objective, others);
         } else if !is_provided && objective.compares && self.may_keep(objective, memory) {
             return self.baseline();
         } else if !is_provided
@@ -64,6 +60,15 @@ impl Kind {
         let Planned { schedule, plan, .. } = &self.planned;
         let (schedule, budgets) = (Arc::clone(schedule), plan.budgets);
         Course { schedule, budgets, is_baseline: false, is_interim: false, in_graph, whole_up_to: 0.0 }
+    }
+
+    /// Whether its plan is being compared, and no more of its steps may keep everything for that.
+    pub(in crate::policy) fn is_to_conclude(&self, objective: &Objective, memory: &Look<'_>) -> bool {
+        self.weighing.as_ref().is_some_and(|weighing| {
+            let may_compare = may_compare(objective, weighing.seen);
+            let is_next = || weighing.wants_kept() && !self.may_keep(objective, memory);
+            if may_compare { is_next() } else { weighing.wants_kept() || !weighing.has_kept() }
+        })
     }
 
     /// The host memory that the largest step so far needs under the plan, in bytes.

@@ -454,7 +454,7 @@ fn a_profile_that_no_step_is_compared_with_in_time_is_taken_as_that_of_other_ste
 }
 
 /// What was compared until now is over, and steps save these layers from now on.
-fn change(run: &mut Run, profile: StepProfile) {
+pub(super) fn change(run: &mut Run, profile: StepProfile) {
     run.next_step();
     while !run.plan.profiled {
         run.ended(LOST, Observation { wall: KEPT, ..Observation::default() });
@@ -546,6 +546,7 @@ fn of_what_others_have_shown_the_last_counts() {
     let before = run.auto.kinds[1].planned.kept_step();
     run.auto.kinds.rotate_left(1);
     run.auto.kinds[0].planned.keeps_in(before / 2);
+    run.auto.kinds[0].weighing = None;
     while run.number <= COMPARED + 1 {
         run.next_step();
         let went = if run.plan.profiled { StepOutcome::Profiled(None) } else { LOST };

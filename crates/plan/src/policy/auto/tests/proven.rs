@@ -129,3 +129,33 @@ fn what_waits_for_memory_counts_apart_where_pointwise_operations_tell_how_fast_i
         assert_eq!(weighing.idle, idle);
     }
 }
+
+/// Steps on a processor of which no two have the same size, and too few of each kind count for a result. Those that keep everything take
+/// what goes with their size, and planned ones `times` as long.
+fn unlike(times: f64) -> Run {
+    let mut run = Run::roomy(aiming_at(0.1), profile(50.0));
+    loop {
+        let size = 0.8 + 0.017 * run.number as f64;
+        let compiled = (6..14).contains(&run.number);
+        let is_kept = run.next_step() == NextStep::Baseline || run.auto.kinds[0].planned.keeps_all();
+        if run.number >= COMPARED && run.auto.kinds[0].weighing.is_none() {
+            return run;
+        }
+        let wall = KEPT.mul_f64(if is_kept { size } else { size * times });
+        run.number += 1;
+        let followed = Some(Followed::new(0, Adherence::Part).of_size(size));
+        let observed = Observation { step: run.number, wall, compiled, followed, ..Observation::default() };
+        run.auto.end(&run.plan.clone(), observed);
+    }
+}
+
+#[test]
+fn a_plan_that_clearly_takes_too_long_is_loosened_though_there_were_too_few_steps_for_a_result() {
+    let loosened = |times: f64| {
+        let run = unlike(times);
+        let Kind { planned, weighing, .. } = &run.auto.kinds[0];
+        assert!(weighing.is_none(), "{times}");
+        planned.corrections.loosened > 0
+    };
+    assert_eq!([1.05, 1.11, 1.6].map(loosened), [false, false, true]);
+}

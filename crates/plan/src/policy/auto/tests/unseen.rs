@@ -118,3 +118,68 @@ fn steps_of_another_kind_keep_none_from_going_unseen_once_they_have_not_come_for
     }
     assert!(unseen[0] == 0 && unseen[1] > 900, "{unseen:?}");
 }
+
+/// A run whose steps recompute something, and then save something else, of which everything is kept.
+fn recomputing_before(goal: Goal) -> Run {
+    let mut recomputable = profile_of_copies(0.001);
+    for entry in &mut recomputable.work.activations {
+        entry.recompute = Some(Recompute { time: MS, inputs: Vec::new() });
+    }
+    let mut run = Run::on_device(goal, recomputable);
+    (0..30).for_each(|_| run.step(KEPT, 1.0));
+    let rates = profile_of_copies(0.001).rates;
+    let mut others = StepProfile { rates, ..profile_of(3 * MB, 50.0) };
+    (others.saves[0].0.bytes, others.work.activations[0].bytes) = (MB / 2, MB / 2);
+    other_steps::change(&mut run, others);
+    run.next_step();
+    let recomputes = [0, 1].map(|kind| run.auto.kinds[kind].planned.schedule.recomputes());
+    assert_eq!((recomputes, run.plan.unrecorded), ([false, true], false));
+    run
+}
+
+#[test]
+fn operations_are_recorded_while_steps_that_recompute_something_are_expected() {
+    let mut run = recomputing_before(Goal::overhead(0.1));
+    let unrecorded = |run: &mut Run, course: usize| {
+        run.next_step();
+        let unrecorded = run.plan.unrecorded;
+        run.number += 1;
+        let followed = Some(Followed::new(course, Adherence::Whole(1)));
+        let observed = Observation { step: run.number, wall: KEPT, followed, ..Observation::default() };
+        run.auto.end(&run.plan.clone(), observed);
+        unrecorded
+    };
+    let is_last = |run: &mut Run| (0..100).take_while(|_| !unrecorded(run, 0)).count();
+    assert!((1..=17).contains(&is_last(&mut run)));
+    (0..50).for_each(|_| assert!(unrecorded(&mut run, 0)));
+    // One comes all the same, and the next is awaited for twice as long.
+    assert!(unrecorded(&mut run, 1));
+    assert!(is_last(&mut run) > 100 / 2);
+}
+
+#[test]
+fn what_a_step_takes_that_moved_what_it_was_to_recompute_says_nothing_of_its_plan() {
+    let mut run = recomputing_before(Goal::overhead(0.1));
+    let watched = |run: &mut Run, unrecorded: bool| {
+        run.next_step();
+        run.plan.unrecorded = unrecorded;
+        run.number += 1;
+        let followed = Some(Followed::new(1, Adherence::Whole(1)));
+        let observed = Observation { step: run.number, wall: 9 * KEPT, followed, ..Observation::default() };
+        run.auto.end(&run.plan.clone(), observed);
+        run.auto.kinds.rotate_left(1);
+        format!("{:?}", run.auto.kinds[1].watch)
+    };
+    let before = format!("{:?}", run.auto.kinds[1].watch);
+    assert_eq!(watched(&mut run, true), before);
+    assert_ne!(watched(&mut run, false), before);
+}
+
+#[test]
+fn under_a_goal_for_the_peak_operations_are_recorded_whatever_is_expected() {
+    let mut run = recomputing_before(Goal::budget(12 * MB));
+    (0..100).for_each(|_| {
+        run.step(KEPT, 1.0);
+        assert!(!run.plan.unrecorded);
+    });
+}
