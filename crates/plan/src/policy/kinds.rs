@@ -46,8 +46,11 @@ impl Kinds {
     ) -> Vec<Course> {
         self.shows();
         // What the steps of one have shown of its plan tells those of others more than nothing.
-        let conclude = |kind: &mut Kind| kind.is_to_conclude(objective, memory) && kind.concludes(objective);
-        if self.iter_mut().filter_map(|kind| conclude(kind).then_some(())).count() > 0 {
+        let mut has_concluded = false;
+        for kind in self.iter_mut() {
+            has_concluded |= kind.is_to_conclude(objective, memory) && kind.concludes(objective);
+        }
+        if has_concluded {
             self.shows();
         }
         let others = self.shown.as_ref();
