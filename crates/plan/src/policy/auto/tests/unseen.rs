@@ -154,6 +154,8 @@ fn operations_are_recorded_while_steps_that_recompute_something_are_expected() {
     (0..50).for_each(|_| assert!(unrecorded(&mut run, 0)));
     // One comes all the same, and the next is awaited for twice as long.
     assert!(unrecorded(&mut run, 1));
+    // The course of the others is the second one after it, and then the first again.
+    assert!(!unrecorded(&mut run, 1));
     assert!(is_last(&mut run) > 100 / 2);
 }
 
